@@ -11,13 +11,21 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 
 from plait.torch_private import pytree
 
+_RECURRENT = {
+    "plait.lstm_layer": None,
+    "plait.lstm_layer_backward": 3,
+    "plait.rnn_layer": None,
+    "plait.rnn_layer_backward": 2,
+}
+"""Layers of recurrent cells, and how many gradients come before the arguments of the layer."""
+
 
 def node_flops(node: fx.Node) -> int:
     """FLOPs of one node; 0 where torch's counter counts none."""
     packet = getattr(node.target, "overloadpacket", None)
     name = str(packet)  # ops of plait may not be loaded
-    if name in ("plait.lstm_layer", "plait.lstm_layer_backward"):
-        return _lstm_flops(node, backward=name == "plait.lstm_layer_backward")
+    if name in _RECURRENT:
+        return _recurrent_flops(node, backward=_RECURRENT[name])
     if name == "plait.attention":
         q, *shared = (_shape(node.args[i]) for i in range(3))
         k, v = (torch.Size((*q[:2], *shape[2:])) for shape in shared)
@@ -57,10 +65,10 @@ def _shape(node: Any) -> torch.Size:
     return shape
 
 
-def _lstm_flops(node: fx.Node, *, backward: bool) -> int:
+def _recurrent_flops(node: fx.Node, *, backward: int | None) -> int:
     """Every step multiplies with both weight matrices; the backward does so for inputs and for weights."""
-    x, w_ih, w_hh = (_shape(node.args[index + (3 if backward else 0)]) for index in range(3))
+    x, w_ih, w_hh = (_shape(node.args[index + (backward or 0)]) for index in range(3))
     per_step = 2 * x[1] * (w_ih.numel() + w_hh.numel())
-    if not backward:
+    if backward is None:
         return x[0] * per_step
     return 2 * x[0] * per_step - 2 * x[1] * w_hh.numel()  # the first state needs no gradient

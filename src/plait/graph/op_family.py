@@ -33,7 +33,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
         "convolution": ("convolution", "convolution_backward"),
         "attention": ("attention", "attention_backward"),
-        "recurrent": ("lstm_layer", "lstm_layer_backward"),
+        "recurrent": ("lstm_layer", "lstm_layer_backward", "rnn_layer", "rnn_layer_backward"),
         "normalization": (
             *(
                 "native_layer_norm",

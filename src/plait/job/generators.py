@@ -9,15 +9,15 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import Any
 from unittest import mock
 
 import torch
 
-_TORCH, _PACKAGE = str(Path(torch.__file__).parent), str(Path(__file__).resolve().parents[1])
-_BUILD = str(Path(__file__).resolve().with_name("build.py"))
+from plait.folders import PLAIT, TORCH
+
+_BUILD = f"{PLAIT}job/build.py"
 
 
 @contextmanager
@@ -68,9 +68,9 @@ def noted_draws() -> Iterator[list[str]]:
 
 def _is_ours(frame: FrameType | None) -> bool:
     """Whether plait itself called torch here, as it does before it builds a model."""
-    while frame is not None and frame.f_code.co_filename.startswith(_TORCH):
+    while frame is not None and frame.f_code.co_filename.startswith(TORCH):
         frame = frame.f_back
-    return frame is not None and frame.f_code.co_filename.startswith(_PACKAGE)
+    return frame is not None and frame.f_code.co_filename.startswith(PLAIT)
 
 
 def _builds(frame: FrameType | None) -> bool:

@@ -4,18 +4,15 @@ Goes in: an exception. Comes out: `file.py:12`. Never names a line inside plait,
 the user's own code is on the way.
 """
 
-import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from plait.errors import JobError, PlaitError
+from plait.folders import PLAIT, is_package, is_standard
 
 RAISED = (Exception, SystemExit)
 """What code of the user's may raise: with sys.exit() a run would end, on one rank, without a word."""
-_PACKAGE = Path(__file__).parent.parent
-_STANDARD_LIBRARY = Path(sysconfig.get_paths()["stdlib"])
 
 
 def where(error: BaseException) -> str | None:
@@ -53,7 +50,4 @@ def called(what: str, *, kind: type[PlaitError] = JobError, fix: str | None = No
 
 def is_installed(filename: str) -> bool:
     """Whether a file is Python's, an installed package's or plait's, and not the user's own."""
-    if filename.startswith("<frozen"):
-        return True
-    path = Path(filename)
-    return _PACKAGE in path.parents or _STANDARD_LIBRARY in path.parents or "site-packages" in path.parts
+    return is_standard(filename) or is_package(filename) or filename.startswith(PLAIT)

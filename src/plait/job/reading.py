@@ -73,17 +73,18 @@ def total_and_weight(
     result: Tensor | tuple[Tensor, Tensor],
     num_whole: int | None = None,
     fixed: float | None = None,
+    by_samples: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The objective's result as (total, weight), by what it is a mean of where that can be told, else by samples.
 
     `num_whole` are the samples of all ranks: a sum over this share's is so much of the sum over theirs. `fixed`: see
-    `read_loss`.
+    `read_loss`. `by_samples`: losses of several samples do not tell; that of one may seem to.
     """
     if not isinstance(result, Tensor):
         total, weight = result
         return total, weight.to(total.dtype)
     weight = result.new_tensor(float(num_samples))
-    reading = read_loss(result, num_samples, fixed=fixed)
+    reading = None if by_samples else read_loss(result, num_samples, fixed=fixed)
     loss = job.loss
     if reading is not None and reading.weight is None:
         return result * float(num_whole or num_samples), weight

@@ -4,8 +4,9 @@ In: the names and shapes of the parameters. Out: a `Program` for plans that trai
 or cut what they hold over `data` (ZeRO): parameters are gathered before the model runs, gradients cut after it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -44,6 +45,7 @@ def compile_opaque(
     buffers: Sequence[str] = (),
     draws: tuple[DrawnAt, ...] = (),
     fixed: float | None = None,
+    by_samples: bool = False,
     watched: bool = True,
     written: Sequence[str] = (),
     device: torch.device | None = None,
@@ -57,11 +59,12 @@ def compile_opaque(
     builder = StepBuilder(
         plan, _buckets(plan, parameters, layout), layout, clip, device or torch.device("cpu")
     )
+    known = {"draws": draws, "fixed": fixed, "by_samples": by_samples, "watched": watched}
     program = Program(
         plan=plan,
         micro_batches=tuple(sizes),
         shares=tuple(shares),
-        classes=(_rank(builder, parameters, len(sizes), buffers, draws, fixed, watched),),
+        classes=(_rank(builder, parameters, len(sizes), buffers, known),),
         members=(0,) * plan.mesh.size,
         layout=layout,
         gathered=(),
@@ -162,9 +165,7 @@ def _rank(
     parameters: Sequence[ParameterShape],
     num_micro: int,
     buffers: Sequence[str],
-    draws: tuple[DrawnAt, ...],
-    fixed: float | None,
-    watched: bool,
+    known: Mapping[str, Any],
 ) -> RankProgram:
     buckets, writer, servers = builder.buckets, builder.writer, builder.servers
     if servers is not None:
@@ -178,7 +179,7 @@ def _rank(
             started = [builder.start_gather(group, number) for group in range(len(builder.layout.groups))]
             for group, instruction in enumerate(started):
                 builder.end_gather(group, instruction, number)
-        _micro_batch(builder, held, number, draws, fixed, watched, is_last=number == num_micro - 1)
+        _micro_batch(builder, held, number, known, is_last=number == num_micro - 1)
 
     def after() -> None:
         for index, bucket in enumerate(buckets):
@@ -195,9 +196,7 @@ def _micro_batch(
     builder: StepBuilder,
     held: tuple[Value, ...],
     number: int,
-    draws: tuple[DrawnAt, ...],
-    fixed: float | None,
-    watched: bool,
+    known: Mapping[str, Any],
     *,
     is_last: bool,
 ) -> None:
@@ -211,9 +210,7 @@ def _micro_batch(
             name="forward and backward, eagerly",
             parameters=parameters,
             buffers=buffers,
-            draws=draws,
-            fixed=fixed,
-            watched=watched,
+            **known,
             micro_batch=number,
             reads=held,
             writes=(

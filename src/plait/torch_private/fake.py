@@ -4,14 +4,20 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch import _subclasses as subclasses
 from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+
+from plait.folders import PLAIT, TORCH
 
 FAKE_LOGGER = "torch._subclasses.fake_tensor"
 """The logger to which torch writes a traceback of its own for an op that fails on fake tensors."""
@@ -44,8 +50,6 @@ def _copied(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
 
 FakeTensor.__deepcopy__ = _copied  # type: ignore[method-assign]
 
-_INSIDE = (str(Path(torch.__file__).parent), str(Path(__file__).resolve().parents[1]))
-
 
 class _NoTensor:
     """What no tensor is."""
@@ -61,7 +65,7 @@ class _Answering(types.ModuleType):
     def FakeTensor(self) -> type:  # noqa: N802
         """The class; for code that is not torch's, and not ours, another one where it is hidden."""
         frame = sys._getframe(1)
-        if frame.f_code.co_filename.startswith(_INSIDE):
+        if frame.f_code.co_filename.startswith((TORCH, PLAIT)):
             return FakeTensor
         vars(self)["ask"](f"{frame.f_code.co_filename}:{frame.f_lineno}")
         return _NoTensor if vars(self)["hide"] else FakeTensor
@@ -84,6 +88,7 @@ def hidden_fakes(ask: Callable[[str], Any], *, hide: bool) -> Iterator[None]:
 __all__ = [
     "FAKE_LOGGER",
     "DataDependentOutputException",
+    "DynamicOutputShapeException",
     "FakeTensor",
     "FakeTensorMode",
     "hidden_fakes",

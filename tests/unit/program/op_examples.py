@@ -392,6 +392,11 @@ VIEWS = (
 )  # fmt: skip
 
 _sequence, _cell = x(3, 6, 4), (x(20, 4), x(20, 5), x(20), x(20), x(6, 5), x(6, 5))
+_plain_cells = [
+    ((x(gates * 5, 4), x(gates * 5, 5), x(gates * 5), x(gates * 5), x(6, 5)), kind, reverse)
+    for gates, kind in ((1, 0), (1, 1), (3, 3))
+    for reverse in (False, True)
+]
 
 RECURRENT = (
     *(e(ours.lstm_layer.default, _sequence, *_cell, reverse) for reverse in (False, True)),
@@ -401,6 +406,14 @@ RECURRENT = (
             *ours.lstm_layer(_sequence, *_cell, reverse), reverse,
         )
         for reverse in (False, True)
+    ),
+    *(e(ours.rnn_layer.default, _sequence, *cell, *how) for cell, *how in _plain_cells),
+    *(
+        e(
+            ours.rnn_layer_backward.default, x(3, 6, 5), x(6, 5), _sequence, *cell,
+            *ours.rnn_layer(_sequence, *cell, *how)[::2], *how,
+        )
+        for cell, *how in _plain_cells
     ),
 )  # fmt: skip
 

@@ -79,15 +79,19 @@ class MaskedModel(nn.Module):
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.cell, self.head = (
-            nn.Embedding(WORDS, WIDTH),
-            nn.LSTM(WIDTH, 6, batch_first=True),
-            nn.Linear(6, 1),
-        )
+        self.words, self.cell, self.head = nn.Embedding(WORDS, WIDTH), self.layer(), nn.Linear(6, 1)
+
+    def layer(self) -> nn.RNNBase:
+        return nn.LSTM(WIDTH, 6, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.head(self.cell(self.words(x))[0])
         return out.squeeze(-1)
+
+
+class Gated(Recurrent):
+    def layer(self) -> nn.RNNBase:
+        return nn.GRU(WIDTH, 3, batch_first=True, bidirectional=True, num_layers=2, dropout=0.0)
 
 
 class Pictures(nn.Module):
@@ -171,6 +175,9 @@ CASES = {
     ),
     "masked": Ragged(model=MaskedModel, objective=masked_loss, collate=masked, weight=lambda b: len(b["y"])),
     "recurrent": Ragged(model=Recurrent, objective=squared, collate=numbers, weight=lambda b: b[1].numel()),
+    "gated": Ragged(
+        model=Gated, objective=squared, collate=numbers, weight=lambda b: b[1].numel()
+    ),
     "pictures": Ragged(
         model=Pictures, objective=class_loss, collate=pictures, weight=lambda b: len(b[1]), data=photographs
     ),
@@ -236,6 +243,8 @@ def plain(name: str, batch: int, accumulate: int, ranks: int) -> tuple[list[floa
         ("recurrent", "ddp", 2, 6, 2),
         ("recurrent", "zero2", 2, 7, 1),
         ("recurrent", "gpipe", 2, 6, 3),
+        ("gated", "ddp", 2, 6, 2),
+        ("gated", "1f1b", 2, 6, 3),
         ("pictures", "single", 1, 6, 1),
         ("pictures", "ddp", 2, 6, 1),
     ],
@@ -250,7 +259,7 @@ def test_equal_to_a_plain_loop(name: str, plan: str, ranks: int, batch: int, acc
         assert torch.allclose(found.weights[key], weight, rtol=1e-8, atol=1e-10), key
 
 
-@pytest.mark.parametrize("name", ["causal", "recurrent", "pictures"])
+@pytest.mark.parametrize("name", ["causal", "recurrent", "gated", "pictures"])
 def test_a_few_captures_serve_all_shapes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 

@@ -7,6 +7,7 @@ and its kernels refuse what the former mixes. It never changes what is not under
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,8 @@ _FLOAT32 = frozenset({
     "triplet_margin_loss",
 })  # fmt: skip
 """Functions that CUDA's autocast computes in float32 (torch's documentation of `torch.amp`, by their names there)."""
+_SHORT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+"""Functions whose kernels for whole layers get all of what they are called with in autocast's dtype."""
 
 
 class _CudaLists(TorchFunctionMode):
@@ -36,9 +39,11 @@ class _CudaLists(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if getattr(func, "__name__", "") not in _FLOAT32 or not torch.is_autocast_enabled("cpu"):
+        name = getattr(func, "__name__", "")
+        if name not in _FLOAT32 | _SHORT or not torch.is_autocast_enabled("cpu"):
             return func(*args, **(kwargs or {}))
-        args, kwargs = pytree.tree_map(_wide, (tuple(args), dict(kwargs or {})))
+        cast = cast_all if name in _SHORT else partial(pytree.tree_map, _wide)
+        args, kwargs = cast((tuple(args), dict(kwargs or {})))
         with torch.autocast("cpu", enabled=False):
             return func(*args, **kwargs)
 
@@ -46,6 +51,19 @@ class _CudaLists(TorchFunctionMode):
 def _wide(value: Any) -> Any:
     narrow = isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)
     return value.float() if narrow else value
+
+
+def cast_all(values: Any) -> Any:
+    """Tensors that autocast casts, in its dtype."""
+    if not torch.is_autocast_enabled("cpu"):
+        return values
+    dtype = torch.get_autocast_dtype("cpu")
+
+    def cast(value: Any) -> Any:
+        is_cast = isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64
+        return value.to(dtype) if is_cast else value
+
+    return pytree.tree_map(cast, values)
 
 
 @contextlib.contextmanager

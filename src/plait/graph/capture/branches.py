@@ -15,6 +15,8 @@ from torch import Tensor, fx
 
 from plait.errors import CaptureError, PlaitError
 from plait.graph.graph import Graph
+from plait.torch_private import pytree
+from plait.torch_private.fake import storage_of
 from plait.torch_private.ops import OpOverload, schema_of
 from plait.torch_private.tracing import node_of
 
@@ -58,11 +60,8 @@ class Decisions:
 
 
 def _key(node: fx.Node) -> object:
-    """What a node computes, as a value: no two draws of random numbers are the same, nor what writes lie between."""
+    """What a node computes, as a value: no two draws of random numbers are the same, nor what a write lies between."""
     keys: dict[fx.Node, object] = {}
-    writes = [
-        n for n in node.graph.nodes if isinstance(n.target, OpOverload) and schema_of(n.target).is_mutable
-    ]
     stack = [node]
     while stack:
         last = stack[-1]
@@ -77,7 +76,21 @@ def _key(node: fx.Node) -> object:
             keys[last] = hash((own, frozen((last.args, last.kwargs), keys)))
         else:
             keys[last] = hash((last.op, str(last.target)))
-    return keys[node], len(writes)
+    memory = {storage for source in keys for storage in _storages(source)}
+    return keys[node], sum(_writes(other, memory) for other in node.graph.nodes)
+
+
+def _writes(node: fx.Node, memory: set[int]) -> bool:
+    """Whether a node writes there; what an op has written it gives back, if it gives anything."""
+    if not isinstance(node.target, OpOverload) or not schema_of(node.target).is_mutable:
+        return False
+    written = _storages(node)
+    return not written or bool(memory & written)
+
+
+def _storages(node: fx.Node) -> set[int]:
+    leaves = pytree.tree_leaves(node.meta.get("val"))
+    return {storage_of(x) for x in leaves if isinstance(x, Tensor) and x.layout == torch.strided}
 
 
 def frozen(value: Any, nodes: Any) -> object:

@@ -91,8 +91,8 @@ def capture(
                 ) from error
             real = True
         except CaptureError as error:
-            if not own.grow(error):
-                raise own.cause or error from error
+            if (found := own.grow(error)) is not None:
+                raise found from error
 
 
 def _capture(

@@ -1,4 +1,4 @@
-"""Torch functions that capture takes as ops of our own: batch norm, LSTM, grouped products; attention: `attention_op`.
+"""Torch functions that capture takes as ops of our own: batch norm, grouped products; others: `recurrent`, `attention`.
 
 In: calls that the user's model makes while it is traced. Out: calls of `plait::` ops, or of plain torch functions.
 """
@@ -15,11 +15,11 @@ from plait.graph.capture.branches import Decisions
 from plait.graph.capture.endings import NeedsValuesError
 from plait.graph.capture.islands import Islands
 from plait.graph.capture.plain_forms import PLAIN_FORMS
+from plait.graph.capture.recurrent import is_recurrent_op, recurrent
 from plait.graph.capture.refusal import refuse_other_devices
 from plait.graph.ops.attention import AttentionCapture, plain_attention
 from plait.graph.ops.batch_norm import batch_norm
 from plait.graph.ops.grouped import grouped_product, suits_grouped_op
-from plait.graph.ops.lstm import stacked_lstm
 from plait.graph.rewrite.marks import Marks
 from plait.torch_private.autograd import is_transformed
 from plait.torch_private.fake import DataDependentOutputException
@@ -130,9 +130,8 @@ class FunctionCapture(AttentionCapture):
             return grouped_product(args[0], args[1], kwargs["offs"] if "offs" in kwargs else args[2])
         if self._plain or is_transformed():
             return plain_attention(func, args, kwargs)
-        if func is torch.lstm and _suits_lstm_op(args):
-            x, state, weights, _, layers, dropout, _, bidirectional, batch_first = args
-            return stacked_lstm(x, state, weights, layers, dropout, bidirectional, batch_first)
+        if is_recurrent_op(func, args):
+            return recurrent(func, args)
         return super().__torch_function__(func, types, args, kwargs)
 
 
@@ -177,15 +176,6 @@ def _tensors(values: Any) -> list[Tensor]:
         elif isinstance(entry, tuple | list):
             found += [inner for inner in entry if isinstance(inner, Tensor)]
     return found
-
-
-def _suits_lstm_op(args: Sequence[Any]) -> bool:
-    """Training, with biases, without projections, on sequences of one length (not packed)."""
-    if len(args) != 9 or isinstance(args[1], Tensor):
-        return False
-    x, _, weights, has_biases, layers, _, train, bidirectional, _ = args
-    plain = len(weights) == 4 * layers * (2 if bidirectional else 1)
-    return bool(has_biases and train and plain and x.ndim == 3 and not torch.is_autocast_enabled("cpu"))
 
 
 def _batch_norm(

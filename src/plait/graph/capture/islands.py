@@ -32,6 +32,8 @@ ours = torch.ops.plait
 _LARGEST = 0.5
 """Of the model's parameters: with more in islands, ranks of `data` would rather run all of it on their own shares."""
 
+_ALONE = "; it cannot run by itself either: "
+
 
 class Islands:
     """The islands of one job; they grow as traces fail."""
@@ -39,7 +41,7 @@ class Islands:
     def __init__(self, job: Job, *, all_sizes: bool = False) -> None:
         """`all_sizes`: the plan needs the inside of the model, however little of it can be captured."""
         self._job, self.all_sizes = job, all_sizes
-        self._paths: dict[str, str] = {}
+        self._paths: dict[str, CaptureError] = {}
         """Modules that are islands, and why."""
         self._refused: set[str] = set()
         self._real: nn.Module | None = None
@@ -63,9 +65,10 @@ class Islands:
         """A capture starts, of this model with fake tensors."""
         self._model, self.stack, self.failed = model, (), None
 
-    def grow(self, error: CaptureError) -> bool:
-        """Make one more island where the last trace failed; False: there is nothing to be made one."""
+    def grow(self, error: CaptureError) -> CaptureError | None:
+        """Make one more island where the last trace failed; else what is to be told, as there is nothing to be one."""
         if self.failed is not None:
+            error = self._why_no_island(self.failed, error)
             self._refused.add(self.failed)
             self._paths.pop(self.failed, None)
         if self._opened is not None:
@@ -73,7 +76,7 @@ class Islands:
         self.failed, stack, self.stack = None, self.stack, ()
         model = self._model
         if model is None:
-            return False
+            return error
         everything = sum(p.numel() for p in model.parameters())
         for path in reversed(stack):
             if not path or path in self._paths or path in self._refused:
@@ -83,15 +86,22 @@ class Islands:
             alike = [name for name in alike if name not in self._refused]
             size = sum(p.numel() for name in alike for p in model.get_submodule(name).parameters())
             if size > _LARGEST * everything and not self.all_sizes:
-                return False
-            where = error.where or ""
-            self._paths |= dict.fromkeys(alike, where)
-            return True
+                return self.cause or error
+            self._paths |= dict.fromkeys(alike, error)
+            return None
         if not stack or self.all_sizes in self._unending:
             self._opened = None
-            return False
+            return self.cause or error
         self._opened, self.cause = frozenset(stack[1:]), error
-        return True
+        return None
+
+    def _why_no_island(self, path: str, error: CaptureError) -> CaptureError:
+        """Its own line cannot be captured, and that is where there is something to mend; told with what else is."""
+        cause, reason = self._paths.get(path), error.__cause__
+        if cause is None or not isinstance(reason, NoIslandError):
+            return error
+        said = f"{cause.what.partition(_ALONE)[0].removesuffix('.')}{_ALONE}{reason}."
+        return CaptureError(said, fix=cause.fix, where=cause.where)
 
     def objective_of(self, model: nn.Module, batch: Any, num_samples: int) -> Any:
         """What the job's objective returns; run eagerly from the line on that needs values, if there is one."""
@@ -138,7 +148,7 @@ class Islands:
         if not self._paths:
             return told
         names = ", ".join(list(self._paths)[:4])
-        where = next((line for line in self._paths.values() if line), "in code of torch")
+        where = next((cause.where for cause in self._paths.values() if cause.where), "in code of torch")
         more = f" and {len(self._paths) - 4} more" if len(self._paths) > 4 else ""
         return [
             f"{names}{more} cannot be captured ({where}), and run{'s' if len(self._paths) == 1 else ''} eagerly "
@@ -151,10 +161,11 @@ class Islands:
         """While active, calls of islands are ops."""
         chosen = [path for path in self._paths if not any(o != path and _in(path, o) for o in self._paths)]
         if chosen and not allowed:
+            cause = self._paths[chosen[0]]
             raise CaptureError(
-                f"the objective differentiates through {chosen[0]} ({self._paths[chosen[0]]}), which reads values.",
+                f"the objective differentiates through {chosen[0]} ({cause.where}), which reads values.",
                 fix="plans single, ddp and zero1-3 run it eagerly.",
-                where=self._paths[chosen[0]],
+                where=cause.where,
             )
         with contextlib.ExitStack() as stack:
             for path in chosen:

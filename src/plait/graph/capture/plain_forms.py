@@ -45,9 +45,26 @@ def _averaged(func: Callable[..., Tensor], x: Tensor, output_size: int | Sequenc
     return x.mean(tuple(range(-dims, 0)), keepdim=True)
 
 
-PLAIN_FORMS: Mapping[Any, Callable[..., Tensor]] = {
+def _set_item(func: Callable[..., Any], x: Tensor, index: Any, value: Any) -> Any:
+    """`x[mask] = value` of one value for all places: its gradient by torch asks how many there are."""
+    if not isinstance(index, Tensor) or index.dtype != torch.bool or not isinstance(value, Tensor):
+        return func(x, index, value)
+    own = x.shape[index.ndim :]
+    while value.ndim > len(own) and value.shape[0] == 1:
+        value = value[0]
+    fits = value.ndim <= len(own) and all(
+        mine in (1, theirs) for mine, theirs in zip(reversed(value.shape), reversed(own), strict=False)
+    )
+    if not value.requires_grad or not fits or value.dtype != x.dtype or index.shape != x.shape[: index.ndim]:
+        return func(x, index, value)
+    x.copy_(torch.where(index.view(*index.shape, *(1 for _ in own)), value, x))
+    return None
+
+
+PLAIN_FORMS: Mapping[Any, Callable[..., Any]] = {
     torch.cov: _cov,
     Tensor.cov: _cov,
+    Tensor.__setitem__: _set_item,
     torch.corrcoef: _corrcoef,
     Tensor.corrcoef: _corrcoef,
     F.adaptive_avg_pool2d: _averaged,

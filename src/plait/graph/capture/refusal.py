@@ -3,21 +3,16 @@
 In: what tracing found or raised. Out: a `CaptureError`. Never changes a graph.
 """
 
-import sysconfig
 import traceback
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from plait.errors import CaptureError
+from plait.folders import can_be_named
 from plait.torch_private.autograd import late_hooks_of
-
-_PACKAGE = str(Path(__file__).resolve().parents[2])
-_TORCH = str(Path(torch.__file__).parent)
-_STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"]
 
 
 def refuse_late_hooks(model: nn.Module) -> None:
@@ -129,33 +124,33 @@ def refuse_other_devices(func: Any, args: Sequence[Any], kwargs: Mapping[str, An
 
 def explain(error: BaseException) -> CaptureError:
     """Name the user's line that stopped the capture."""
-    frames = traceback.extract_tb(error.__traceback__)
-    theirs = [f for f in frames if not _is_library(f.filename)]
-    reason = str(error).strip().split("\n")[0][:200] or type(error).__name__
+    calls = list(traceback.walk_tb(error.__traceback__))
+    theirs = [call for call in calls if can_be_named(call[0])]
+    reason = reason_of(error)
     if not theirs:
         return CaptureError(
             f"the model cannot be captured: torch fails outside of its code, in the backward or in the loss "
-            f"({type(error).__name__}: {reason}).",
+            f"({reason}).",
             fix="plans single and ddp run it eagerly.",
         )
-    frame = theirs[-1]
+    (frame,) = traceback.StackSummary.extract(iter(theirs[-1:]))
     fix = (
         "avoid Python branches on tensor values to have it captured; where it goes through samples one by one, write "
         "it for one sample and wrap that in plait.Batched; plans single and ddp run it eagerly."
     )
     if isinstance(error, OtherDeviceError):
         fix = error.fix
-    elif frame is frames[-1]:  # their own code has raised, and no op of torch's that has no values here
+    elif theirs[-1] is calls[-1]:  # their own code has raised, and no op of torch's that has no values here
         fix = f"mend that line; where it raises only for want of values, {fix}"
     return CaptureError(
         f"the model cannot be captured: {frame.filename}:{frame.lineno} in {frame.name}: `{frame.line}` "
-        f"({type(error).__name__}: {reason}).",
+        f"({reason}).",
         where=f"{frame.filename}:{frame.lineno}",
         fix=fix,
     )
 
 
-def _is_library(filename: str) -> bool:
-    """Torch, Python and plait; a model's own library is where the line is that the user wants to see."""
-    inside = filename.startswith(_STANDARD_LIBRARY) and "site-packages" not in filename
-    return inside or filename.startswith((_PACKAGE, _TORCH, "<"))
+def reason_of(error: BaseException) -> str:
+    """The error on one line."""
+    said = str(error).strip().split("\n")[0][:200] or type(error).__name__
+    return f"{type(error).__name__}: {said}"

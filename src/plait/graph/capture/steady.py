@@ -28,6 +28,9 @@ from plait.torch_private.modules import hooks_of_module
 _MOST = 3
 """Traces after the first, where each leaves something in another place, as one that is kept in a list."""
 _TRAIL = "makes a step another one after a batch of another shape"
+_DRAW = (
+    "draw with torch (torch.rand, torch.randint) to have it captured; plans single and ddp run it eagerly."
+)
 _FIX = "keep it in a buffer and compute it with tensors to have it captured; plans single and ddp run it eagerly."
 
 
@@ -170,7 +173,8 @@ def _tensors(changes: list[Change]) -> list[Tensor]:
 def _refusal(subject: Subject, path: str, why: str) -> CaptureError:
     line = _line_that_changes(subject, path)
     told = f" ({line})" if line else ""
-    return CaptureError(f"the forward changes Python state, {path}{told}, which {why}.", fix=_FIX, where=line)
+    fix = _DRAW if path.startswith("the state of ") else _FIX
+    return CaptureError(f"the forward changes Python state, {path}{told}, which {why}.", fix=fix, where=line)
 
 
 def _line_that_changes(subject: Subject, path: str) -> str | None:
@@ -211,4 +215,23 @@ def _codes(subject: Subject) -> Iterator[Any]:
     hooks = [h for m in subject.model.modules() for t in hooks_of_module(m).values() for h in t]
     yield from (hook for hook in hooks if inspect.isfunction(hook))
     kinds = dict.fromkeys(type(module) for module in subject.model.modules())
-    yield from (kind for kind in kinds if not kind.__module__.startswith("torch."))
+    kinds = {kind: None for kind in kinds if not kind.__module__.startswith("torch.")}
+    yield from kinds
+    yield from _functions_behind([subject.job.objective, subject.job.loss, *kinds])
+
+
+def _functions_behind(codes: Sequence[Any]) -> Iterator[Any]:
+    """Functions that these name, and those that they name."""
+    inside = [
+        entry for code in codes for entry in (vars(code).values() if inspect.isclass(code) else (code,))
+    ]
+    waiting = [entry for entry in inside if inspect.isfunction(entry)]
+    seen = set(waiting)
+    while waiting:
+        function = waiting.pop(0)
+        for name in function.__code__.co_names:
+            named = function.__globals__.get(name)
+            if inspect.isfunction(named) and named not in seen and not named.__module__.startswith("torch."):
+                seen.add(named)
+                waiting.append(named)
+                yield named

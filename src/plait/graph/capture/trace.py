@@ -17,6 +17,7 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call
 
 from plait.graph.capture.autocast import autocast_like
+from plait.graph.capture.backward import differentiating
 from plait.graph.capture.branches import Decisions
 from plait.graph.capture.functions import FunctionCapture, NeedsPlainOpsError, StaleTensorError
 from plait.graph.capture.islands import Islands
@@ -156,6 +157,7 @@ class _Trace:
             stack.enter_context(torch.enable_grad())
             stack.enter_context(_quiet())
             stack.enter_context(self.marks.modules_of(subject.model))
+            stack.enter_context(self.marks.saving())
             stack.enter_context(stand_ins(self._checkpoint))
             stack.enter_context(subject.questions.answered())
             stack.enter_context(subject.islands.around(subject.model, allowed=not self.plain))
@@ -269,12 +271,13 @@ class _Trace:
         starts = tail.gradients(tangent)
         found: Sequence[Tensor | None] = [None] * len(chosen)
         if starts and chosen:
-            found = torch.autograd.grad(
-                [source for source, _ in starts],
-                [tensor for _, tensor in chosen],
-                grad_outputs=[gradient for _, gradient in starts],
-                allow_unused=True,
-            )
+            with differentiating(self.subject.islands):
+                found = torch.autograd.grad(
+                    [source for source, _ in starts],
+                    [tensor for _, tensor in chosen],
+                    grad_outputs=[gradient for _, gradient in starts],
+                    allow_unused=True,
+                )
         named = [(name, g) for (name, _), g in zip(chosen, found, strict=True) if g is not None]
         self.reached = tuple(name for name, _ in named)
         return [gradient for _, gradient in named]

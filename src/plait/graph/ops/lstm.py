@@ -12,16 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plait.torch_private.ops import cudnn_rnn, cudnn_rnn_backward
+from plait.graph.ops.recurrent import back_by_cudnn, by_autograd, by_cudnn, is_cudnn, stacked
 
 aten = torch.ops.aten
 _LSTM = 2
-"""oneDNN's number for this kind of cell."""
-
-_CUDNN_LSTM = 2
-"""cuDNN's."""
-_ALIGNED = 256
-"""Bytes: where memory for cuDNN may begin."""
+"""oneDNN's number for this kind of cell, and cuDNN's."""
 
 Four = tuple[Tensor, Tensor, Tensor, Tensor]
 Seven = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -95,8 +90,8 @@ def run_lstm_layer(
             c.clone(memory_format=torch.contiguous_format),
             x.new_empty(0, dtype=torch.uint8),
         )
-    if _is_cudnn(x):
-        return _by_cudnn(x, (w_ih, w_hh, b_ih, b_hh), h, c, reverse)
+    if is_cudnn(x):
+        return by_cudnn(x, (w_ih, w_hh, b_ih, b_hh), h, c, reverse, _LSTM)
     if not _is_fused(x):
         y, last_h, last_c = _plain((x, w_ih, w_hh, b_ih, b_hh, h, c), reverse)
         return y, last_h, last_c, x.new_empty(0, dtype=torch.uint8)
@@ -140,15 +135,11 @@ def _gradients(
     tensors = (x, w_ih, w_hh, b_ih, b_hh, h, c)
     if x.numel() == 0:
         return [torch.zeros_like(tensor) for tensor in tensors]
-    if _is_cudnn(x):
-        grads = (grad_y, grad_h, grad_c)
-        return _back_by_cudnn(grads, x, (w_ih, w_hh, b_ih, b_hh), h, c, y, workspace, reverse)
+    grads = (grad_y, grad_h, grad_c)
+    if is_cudnn(x):
+        return back_by_cudnn(grads, x, tensors[1:5], h, c, y, workspace, reverse, _LSTM)
     if x.device.type == "cuda":
-        # By autograd over cuDNN. Generated code calls this function itself: in the dispatcher autograd is off.
-        with torch.enable_grad():
-            leaves = [tensor.detach().requires_grad_() for tensor in tensors]
-            again = _plain(leaves, reverse)
-        return torch.autograd.grad(again, leaves, (grad_y, grad_h, grad_c))
+        return by_autograd(lambda leaves: _plain(leaves, reverse), tensors, grads)
     if not _is_fused(x):
         return _through_time(grad_y, grad_h, grad_c, *tensors, reverse)
     result: Sequence[Tensor] = aten.mkldnn_rnn_layer_backward.default(
@@ -156,46 +147,6 @@ def _gradients(
         _LSTM, h.shape[1], 1, True, True, False, [], False, workspace,
     )  # fmt: skip
     return result
-
-
-def _is_cudnn(x: Tensor) -> bool:
-    return x.is_cuda and bool(torch.backends.cudnn.is_acceptable(x))  # type: ignore[no-untyped-call]
-
-
-def _by_cudnn(x: Tensor, weights: Sequence[Tensor], h: Tensor, c: Tensor, reverse: bool) -> Four:
-    """The layer by cuDNN; its reserve and its own copy of the weights are kept for the backward."""
-    sequence = x.flip(0) if reverse else x.contiguous()
-    y, last_h, last_c, reserve, flat = cudnn_rnn(
-        sequence, list(weights), 4, None, h[None].contiguous(), c[None].contiguous(), *_as_lstm(h), None
-    )
-    gap = reserve.new_empty(-reserve.numel() % _ALIGNED)
-    workspace = torch.cat((reserve, gap, flat.view(torch.uint8)))
-    return (y.flip(0) if reverse else y), last_h[0], last_c[0], workspace
-
-
-def _back_by_cudnn(
-    grads: tuple[Tensor, Tensor, Tensor],
-    x: Tensor,
-    weights: Sequence[Tensor],
-    h: Tensor,
-    c: Tensor,
-    y: Tensor,
-    workspace: Tensor,
-    reverse: bool,
-) -> Sequence[Tensor]:
-    sequence, outputs, grad_y = (t.flip(0) if reverse else t.contiguous() for t in (x, y, grads[0]))
-    size = sum(weight.numel() for weight in weights) * x.element_size()
-    reserve, flat = workspace[:-size], workspace[-size:].view(x.dtype)
-    grad_x, grad_h, grad_c, grad_weights = cudnn_rnn_backward(
-        sequence, list(weights), 4, flat, h[None].contiguous(), c[None].contiguous(), outputs, grad_y,
-        grads[1][None].contiguous(), grads[2][None].contiguous(), *_as_lstm(h), None, reserve, [True] * 4,
-    )  # fmt: skip
-    return (grad_x.flip(0) if reverse else grad_x), *grad_weights, grad_h[0], grad_c[0]
-
-
-def _as_lstm(h: Tensor) -> tuple[Any, ...]:
-    """Kind, widths, layers, order of dims, dropout, training, directions, lengths: as cuDNN's wrappers take them."""
-    return _CUDNN_LSTM, h.shape[1], 0, 1, False, 0.0, True, False, []
 
 
 def _plain(tensors: Sequence[Tensor], reverse: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -243,27 +194,16 @@ def _through_time(
 
 
 def stacked_lstm(
-    x: Tensor, state: Sequence[Tensor], weights: Sequence[Tensor], num_layers: int, dropout: float, bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """What `torch.lstm` computes in training, layer by layer."""
-    sequence = x.transpose(0, 1) if batch_first else x
-    directions = 2 if bidirectional else 1
-    hs, cs = [], []
-    for layer in range(num_layers):
-        if layer > 0 and dropout > 0:
-            sequence = torch.nn.functional.dropout(sequence, dropout)
-        outputs = []
-        for direction in range(directions):
-            number = layer * directions + direction
-            own = weights[4 * number : 4 * number + 4]
-            y, h, c, _ = lstm_layer(sequence, *own, state[0][number], state[1][number], direction == 1)
-            outputs.append(y)
-            hs.append(h)
-            cs.append(c)
-        sequence = outputs[0] if directions == 1 else torch.cat(outputs, dim=2)
-    result = sequence.transpose(0, 1) if batch_first else sequence
-    return result, torch.stack(hs), torch.stack(cs)
+    x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor], *options: Any
+) -> tuple[Tensor, ...]:
+    """What `torch.lstm` computes, layer by layer."""
+
+    def run(
+        sequence: Tensor, own: Sequence[Tensor], states: Sequence[Tensor], reverse: bool
+    ) -> Sequence[Tensor]:
+        return lstm_layer(sequence, *own, *states, reverse)[:3]  # type: ignore[no-any-return]
+
+    return stacked(run, x, states, weights, *options)
 
 
 IMPLEMENTATIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(

@@ -7,14 +7,17 @@ first op that is traced after number n was given out is the one that autograd no
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
+from torch.autograd.graph import saved_tensors_hooks
 
+from plait.folders import PLAIT, can_be_named
 from plait.torch_private.autograd import number_of_differentiated, number_of_last
 from plait.torch_private.tracing import tracer
 
@@ -26,15 +29,12 @@ _NOTES: dict[str, Any] = {
     "number": -1,
     "owner": None,
     "again": None,
+    "saves": False,
     "origin": "",
 }
 """What we keep on a node, and what it is where nothing is known."""
-_TORCH = str(Path(torch.__file__).parent)
-_PACKAGE = Path(__file__).parent.parent.parent
-_CAPTURE = tuple(str(_PACKAGE / "graph" / room) for room in ("capture", "rewrite"))
-_BETWEEN = tuple(
-    str(_PACKAGE / room) for room in ("graph/ops", "torch_private", "graph/capture/stand_ins.py")
-)
+_CAPTURE = tuple(f"{PLAIT}graph/{room}/" for room in ("capture", "rewrite"))
+_BETWEEN = tuple(f"{PLAIT}{room}" for room in ("graph/ops/", "torch_private/", "graph/capture/stand_ins.py"))
 """What stands in for functions that the user's code calls."""
 
 
@@ -50,6 +50,8 @@ class Marks:
         self._again: int | None = None
         """The call of torch.utils.checkpoint that the trace is in."""
         self._num_checkpoints = 0
+        self._saves = False
+        """Whether a hook of the user's keeps a tensor for the backward: it does so before the op itself is noted."""
 
     @contextmanager
     def on_nodes(self) -> Iterator[None]:
@@ -80,6 +82,7 @@ class Marks:
             "number": number_of_last(),
             "owner": number_of_differentiated(),
             "again": self._again,
+            "saves": self._saves,
         }
 
     @contextmanager
@@ -93,6 +96,26 @@ class Marks:
             yield
         finally:
             self._again = before
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """While active, what saved-tensor hooks compute is noted to be theirs."""
+        enter = saved_tensors_hooks.__enter__
+
+        def noted(hooks: saved_tensors_hooks) -> None:
+            pack = hooks.pack_hook
+            with mock.patch.object(hooks, "pack_hook", partial(self._save, pack)):
+                enter(hooks)
+
+        with mock.patch.object(saved_tensors_hooks, "__enter__", noted):
+            yield
+
+    def _save(self, pack: Callable[[Tensor], Any], tensor: Tensor) -> Any:
+        before, self._saves = self._saves, True
+        try:
+            return pack(tensor)
+        finally:
+            self._saves = before
 
     @contextmanager
     def modules_of(self, model: nn.Module) -> Iterator[None]:
@@ -156,7 +179,7 @@ def settle(graph: fx.Graph) -> None:
         begun = begun or node.meta["phase"] == "backward"
         if node.op == "call_function" and node.meta["phase"] == "forward":
             node.meta["origin"] = node.name
-            if not begun:  # after it, only what buffers are set to
+            if not begun and not node.meta["saves"]:  # after it, only what buffers are set to
                 first.setdefault(node.meta["number"], node)
                 last = node
     by_name = {node.name: node for node in graph.nodes}
@@ -172,6 +195,21 @@ def settle(graph: fx.Graph) -> None:
         node.meta["source"] = origin.meta["source"] if origin is not None else ""
 
 
+def origin_of_last(graph: fx.Graph) -> fx.Node | None:
+    """The forward op whose gradient the last node of a graph belongs to."""
+    owner: int | None = next(reversed(graph.nodes)).meta.get("owner")
+    last: fx.Node | None = None
+    for node in graph.nodes:
+        is_forward = node.op == "call_function" and node.meta.get("phase") == "forward"
+        if owner is None or not is_forward or node.meta["saves"]:
+            continue
+        if node.meta["number"] <= owner:
+            last = node
+        if node.meta["number"] == owner:  # else a write into a view: numbers are given after it
+            break
+    return last
+
+
 def _running_line() -> tuple[str, int] | None:
     """The innermost line outside of torch and plait; None where plait called torch's own modules directly."""
     frame = sys._getframe(1)
@@ -182,8 +220,8 @@ def _running_line() -> tuple[str, int] | None:
         if filename.startswith(_BETWEEN) or (filename.startswith(_CAPTURE) and not entered):
             continue
         entered = True
-        if filename.startswith(str(_PACKAGE)):
+        if filename.startswith(PLAIT):
             return None
-        if not filename.startswith((_TORCH, "<")):
+        if can_be_named(frame):
             return filename, frame.f_lineno
     return None

@@ -8,18 +8,16 @@ import datetime
 import io
 import os
 import sys
-import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import Any
 from unittest import mock
 
-import torch
+from plait.folders import PLAIT, PYTHON, TORCH, is_package, is_standard
 
 _CLOCKS = (
     *("time", "perf_counter", "monotonic", "process_time", "thread_time"),
@@ -28,10 +26,8 @@ _CLOCKS = (
 """Of Python's module `time`."""
 LATER_S = 403 * 86_400 + 25_027.891
 """How far the clock is put forward to see whether it matters: another year, month, weekday, hour and fraction."""
-_TORCH, _PACKAGE = str(Path(torch.__file__).parent), str(Path(__file__).resolve().parents[2])
-_BUILD = str(Path(__file__).resolve().parents[1] / "build.py")
-_STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"]
-_IMPORTS = ("<frozen importlib", f"{_STANDARD_LIBRARY}/importlib")
+_BUILD = f"{PLAIT}job/build.py"
+_IMPORTS = ("<frozen importlib", f"{PYTHON}importlib/")
 
 
 @dataclass(slots=True)
@@ -157,7 +153,7 @@ def _put_in(stack: ExitStack, asks: Mapping[int, Callable[..., Any]]) -> None:
     """Where people write `from time import perf_counter`."""
     for module in list(sys.modules.values()):
         held, file = getattr(module, "__dict__", {}), getattr(module, "__file__", None) or ""
-        if file.startswith((_STANDARD_LIBRARY, _PACKAGE, _TORCH)) or "site-packages" in file:
+        if file.startswith((PYTHON, PLAIT, TORCH)) or is_package(file):
             continue
         for name, value in list(held.items()):
             if id(value) in asks and module is not time:
@@ -172,13 +168,12 @@ def _line(frame: FrameType | None) -> str | None:
         file = frame.f_code.co_filename
         if file.startswith(_IMPORTS) or file == _BUILD:
             return None
-        if file.startswith(_PACKAGE):
+        if file.startswith(PLAIT):
             return found
-        loads = file.startswith(f"{_TORCH}/serialization")
-        if file.startswith(_TORCH) and not loads:
+        loads = file.startswith(f"{TORCH}serialization")
+        if file.startswith(TORCH) and not loads:
             return found
-        inside = file.startswith(_STANDARD_LIBRARY) and "site-packages" not in file
-        if found is None and not (inside or loads or file.startswith("<")):
+        if found is None and not (is_standard(file) or loads or file.startswith("<")):
             found = f"{file}:{frame.f_lineno}"
         frame = frame.f_back
     return found

@@ -8,20 +8,20 @@ other libraries only what their objects hold.
 
 import functools
 import gc
+import os
 import sys
-import sysconfig
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from plait.folders import PLAIT, TORCH, is_package, is_standard
 from plait.job.model.states import NAMELESS, Nameless, numbers_of, position_of
 from plait.torch_private.autograd import hooks_of, version_of
 from plait.torch_private.fake import FakeTensor
@@ -29,13 +29,8 @@ from plait.torch_private.modules import attributes_of, children_of, hooks_of_mod
 
 _LARGEST_BYTES = 1 << 20
 """Of a tensor that is copied to be put back: larger ones are weights or data."""
-_LIBRARIES = tuple(
-    {str(Path(p)) for p in sysconfig.get_paths().values()} | {str(Path(torch.__file__).parent)}
-)
 _CACHED: Any = type(functools.lru_cache(len))
 """What `functools.lru_cache` makes."""
-_TORCH = str(Path(torch.__file__).parent)
-_PACKAGE = str(Path(__file__).resolve().parents[2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +47,8 @@ class Held:
     """Of the tensors among them: how often they were written to."""
     values: dict[Any, Tensor]
     """Of those that have values, and are not large: copies."""
+    is_emptied: bool = False
+    """Putting back empties it: what was in it is computed again when it is asked for."""
 
 
 def joined(path: str, key: Any) -> str:
@@ -156,6 +153,17 @@ def _object(path: str, value: Any) -> Iterator[Held]:
         yield from _class(kind)
 
 
+def environment() -> Held:
+    """Variables of this process."""
+
+    def write(old: dict[Any, Any]) -> None:
+        for name in [name for name in os.environ if name not in old]:
+            del os.environ[name]
+        os.environ.update(old)
+
+    return _held("os.environ", lambda: dict(os.environ), write)
+
+
 def _cache(path: str, value: Any) -> Held:
     """What `functools.lru_cache` keeps: it is emptied where something was added."""
 
@@ -165,7 +173,7 @@ def _cache(path: str, value: Any) -> Held:
         tensors = {Nameless(id(entry)): entry for entry in kept if isinstance(entry, Tensor)}
         return {"__wrapped__": value.__wrapped__, NAMELESS: value.cache_info().misses, **tensors}
 
-    return _held(path, read, lambda old: value.cache_clear())
+    return replace(_held(path, read, lambda old: value.cache_clear()), is_emptied=True)
 
 
 def _class(kind: type) -> Iterator[Held]:
@@ -279,7 +287,7 @@ def _is_followed(kind: type) -> bool:
     if _is_users(kind) or kind.__module__ in ("types", "argparse"):
         return kind is not types.MappingProxyType
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    return file is not None and "site-packages" in file and not file.startswith(_TORCH)
+    return file is not None and is_package(file) and not file.startswith(TORCH)
 
 
 def _is_users(kind: type) -> bool:
@@ -289,4 +297,4 @@ def _is_users(kind: type) -> bool:
 
 
 def _is_users_file(file: str) -> bool:
-    return not file.startswith((*_LIBRARIES, _PACKAGE, "<frozen")) and "site-packages" not in file
+    return not (is_standard(file) or is_package(file) or file.startswith((PLAIT, TORCH)))

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from plait.job.model.places import Held, differs, joined, places_of
+from plait.job.model.places import Held, differs, environment, joined, places_of
 from plait.job.model.states import PLAIN
 from plait.torch_private.autograd import version_of
 from plait.torch_private.dispatch import without_modes
@@ -44,6 +44,7 @@ class Watch:
         self._own = {id(part) for part in model.modules()} if isinstance(model, nn.Module) else set()
         """Modules whose parameters and buffers are a run's to keep."""
         with without_modes():
+            self._held.append(environment())
             for path, root in roots.items():
                 self._visit(path, root)
         self._random = random.getstate()
@@ -61,8 +62,7 @@ class Watch:
             now = held.read()
             for key in [*now, *(key for key in held.contents if key not in now)]:
                 if not _same(held, key, now):
-                    value = now.get(key)
-                    found.append(Change(joined(held.path, key), value if isinstance(value, Tensor) else None))
+                    found += _changes_of(joined(held.path, key), now.get(key))
         return found + [Change(f"the state of {name}", None) for name in self.generators()]
 
     def generators(self) -> tuple[str, ...]:
@@ -83,7 +83,8 @@ class Watch:
                 changed = [key for key in {**now, **held.contents} if not _same(held, key, now)]
                 if changed:
                     held.write(held.contents)
-                lost += [joined(held.path, key) for key in changed if not _put_back(held, key)]
+                if not held.is_emptied:
+                    lost += [joined(held.path, key) for key in changed if not _put_back(held, key)]
         random.setstate(self._random)
         if self._numpy is not None:
             sys.modules["numpy"].random.set_state(self._numpy)
@@ -99,6 +100,15 @@ class Watch:
             for entry in places_of(path, value, id(value) not in self._own):
                 self._held.append(entry)
                 stack.extend((joined(entry.path, key), inner) for key, inner in entry.contents.items())
+
+
+def _changes_of(path: str, value: Any) -> list[Change]:
+    """What is in a place now: a tensor, nothing but tensors in a container (cosines and sines), or anything else."""
+    if isinstance(value, Tensor):
+        return [Change(path, value)]
+    entries = dict(enumerate(value)) if type(value) in (tuple, list) else value if type(value) is dict else {}
+    inner = [change for key, entry in entries.items() for change in _changes_of(joined(path, key), entry)]
+    return inner if inner and all(change.tensor is not None for change in inner) else [Change(path, None)]
 
 
 def _put_back(held: Held, key: Any) -> bool:

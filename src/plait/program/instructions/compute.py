@@ -47,6 +47,8 @@ class Opaque(Instruction):
     """Buffers of which it writes what this rank adds to them, after the gradients."""
     draws: tuple["DrawnAt", ...] = ()
     """What a trial found of its draws of random numbers."""
+    by_samples: bool = False
+    """Whether its loss counts by samples, whatever that of a share seems to be a mean of."""
     fixed: float | None = None
     """What its loss divides a sum by in shares of any size; 0: by what a share counts; None: not known."""
     watched: bool = True

@@ -26,25 +26,12 @@ from plait.graph.ops import grouped as grouped_op
 from plait.graph.ops import island as island_op
 from plait.graph.ops import lstm as lstm_op
 from plait.graph.ops import random as random_ops
+from plait.graph.ops import rnn as rnn_op
 from plait.graph.ops import scaled as scaled_op
 from plait.program.program import Segment
 from plait.program.segment.in_place import IN_PLACE, OVER_GRADIENT, written_over
+from plait.program.segment.kernels import KERNELS
 from plait.torch_private.ops import OpOverload, direct_call
-
-_view = direct_call(torch.ops.aten.view.default)
-
-
-def view_or_copy(tensor: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
-    """A view, or a copy where the kernel before it left other strides than torch's fake kernel had promised.
-
-    `softplus_backward` of a transposed gradient does so in torch 2.13. Nobody writes over what a live view shows: a
-    copy is as good.
-    """
-    try:
-        return _view(tensor, size)  # type: ignore[no-any-return]
-    except RuntimeError:
-        return tensor.reshape(size)
-
 
 _OURS: dict[Any, Callable[..., Any]] = {
     **random_ops.IMPLEMENTATIONS,
@@ -52,12 +39,13 @@ _OURS: dict[Any, Callable[..., Any]] = {
     **batch_norm_op.IMPLEMENTATIONS,
     **beside_op.IMPLEMENTATIONS,
     **lstm_op.IMPLEMENTATIONS,
+    **rnn_op.IMPLEMENTATIONS,
     **grouped_op.IMPLEMENTATIONS,
     **choice_op.IMPLEMENTATIONS,
     **island_op.IMPLEMENTATIONS,
     **ending_op.IMPLEMENTATIONS,
     **scaled_op.IMPLEMENTATIONS,
-    torch.ops.aten.view.default: view_or_copy,
+    **KERNELS,
 }
 
 

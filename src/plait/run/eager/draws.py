@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from plait.folders import PLAIT, TORCH
 from plait.graph.ops.draws import Drawn, drawn, draws_nothing
 from plait.graph.ops.random import IMPLEMENTATIONS
 from plait.graph.ops.random_hash import mix64
@@ -27,9 +28,6 @@ from plait.program.instructions import DrawnAt
 from plait.run.eager.company import Company
 from plait.torch_private.intercept import Takers, drawing_ops
 from plait.torch_private.ops import OpOverload, schema_of
-
-_NOT_THEIRS = (f"{Path(torch.__file__).parent}/", f"{Path(__file__).resolve().parents[2]}/")
-"""Where code lies that is nobody's line: torch, plait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +165,7 @@ class SampleDraws:
         line = name = None
         while frame is not None and (line is None or name is None):
             code = frame.f_code
-            if line is None and not code.co_filename.startswith(_NOT_THEIRS):
+            if line is None and not code.co_filename.startswith((TORCH, PLAIT)):
                 line = f"{Path(code.co_filename).name}:{frame.f_lineno}"
             if name is None and code.co_varnames[:1] == ("self",):
                 name = self._names.get(id(frame.f_locals.get("self")))

@@ -63,7 +63,7 @@ def run_eagerly(
             with state.job.autocast(state.device.type), default_dtype(state.asked), intercepted(takers):
                 result = job.objective_of(state.model, batch)
             total, weight = total_and_weight(
-                job, batch, len(share.ids), result, sum(share.sizes), model.fixed
+                job, batch, len(share.ids), result, sum(share.sizes), model.fixed, model.by_samples
             )
             _refuse_late_training(frozen)
             refuse_own_gradients(named)

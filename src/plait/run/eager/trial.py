@@ -60,6 +60,8 @@ class EagerTrial:
     """Generators of the process besides torch's that it draws from."""
     fixed: float | None = None
     """What its loss divides a sum by in shares of any size; 0: by what a share counts; None: not known."""
+    by_samples: bool = False
+    """Whether its loss does not tell of several samples what it is a mean of."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,6 +98,7 @@ class _Few:
     """What was exchanged by those before."""
     fixed: float | None = None
     """What the loss divides a sum by."""
+    by_samples: bool = False
 
 
 def try_eagerly(job: Job, source: Source) -> EagerTrial:
@@ -129,6 +132,7 @@ def try_eagerly(job: Job, source: Source) -> EagerTrial:
             resized=first.resized,
             generators=first.generators,
             fixed=fixed,
+            by_samples=_is_untold(job, source, first, narrow, watched),
         )
     assert error is not None
     raise JobError(
@@ -157,6 +161,13 @@ def _of_more(
     return draws, fixed
 
 
+def _is_untold(job: Job, source: Source, first: _Forward, narrow: bool, watched: bool) -> bool:
+    """Means over as many elements, such as those of one sample taken twice, may differ for samples that do."""
+    with contextlib.suppress(Exception):
+        return not (first.weighs and _try(job, _few(source, _different(source)), narrow, watched).weighs)
+    return False
+
+
 def loss_in_shares(job: Job, source: Source, trial: EagerTrial) -> tuple[float, float] | None:
     """The loss of three samples, and that of a share of two and one of one; None where that does not tell.
 
@@ -165,9 +176,7 @@ def loss_in_shares(job: Job, source: Source, trial: EagerTrial) -> tuple[float, 
     ids = _different(source)
     try:
         with intercepted(((batch_norms(), _refuse),)):
-            whole = _try(
-                job, _few(source, ids, draws=trial.draws, fixed=trial.fixed), trial.narrow, trial.watched
-            )
+            whole = _try(job, _few(source, ids, **_known(trial)), trial.narrow, trial.watched)
             shares = _shares(job, source, ids, trial)
     except Exception:  # what does not work is told elsewhere
         return None
@@ -181,11 +190,15 @@ def _shares(job: Job, source: Source, ids: Sequence[int], trial: EagerTrial) -> 
     company, made = _Before(), []
     for start, end in ((0, 2), (2, len(ids))):
         share = replace(
-            _few(source, ids[start:end], draws=trial.draws, fixed=trial.fixed),
+            _few(source, ids[start:end], **_known(trial)),
             first=start, whole=len(ids), company=company,
         )  # fmt: skip
         made.append(_try(job, share, trial.narrow, trial.watched))
     return made
+
+
+def _known(trial: EagerTrial) -> dict[str, Any]:
+    return {"known": trial.draws, "fixed": trial.fixed, "by_samples": trial.by_samples}
 
 
 class _Before:
@@ -206,11 +219,9 @@ def _refuse(op: OpOverload, given: Mapping[str, Any], call: Callable[[], Any]) -
     return call()
 
 
-def _few(
-    source: Source, ids: Sequence[int], draws: tuple[DrawnAt, ...] = (), fixed: float | None = None
-) -> _Few:
+def _few(source: Source, ids: Sequence[int], **known: Any) -> _Few:
     batch = source.fetch(torch.tensor(ids, dtype=torch.int64))
-    return _Few(batch=batch, num_samples=len(ids), known=draws, fixed=fixed)
+    return _Few(batch=batch, num_samples=len(ids), **known)
 
 
 def _different(source: Source) -> tuple[int, ...]:
@@ -268,7 +279,7 @@ def _try(job: Job, few: _Few, narrow: bool, watched: bool) -> _Forward:
     finally:
         watch.restore()
     weighs = not isinstance(result, Tensor) or read_loss(result, num_samples) is not None
-    total, weight = total_and_weight(job, batch, num_samples, result, few.whole, few.fixed)
+    total, weight = total_and_weight(job, batch, num_samples, result, few.whole, few.fixed, few.by_samples)
     counted = float(weight.detach())
     written = tuple(name for name, was in before.items() if after.get(name) != was)
     resized = tuple(

@@ -63,6 +63,7 @@ class OpaqueSteps:
             buffers=[name for name, _ in self._job.build_model().named_buffers()],
             draws=trial.draws,
             fixed=trial.fixed,
+            by_samples=trial.by_samples,
             watched=trial.watched,
             written=trial.written if plan.mesh.size > 1 else (),
             device=self._device,
@@ -119,7 +120,7 @@ class OpaqueSteps:
     def _notices(self, plan: Plan, error: CaptureError) -> tuple[str, ...]:
         trial = self.trial
         notices = [f"running eagerly: {error.what}"]
-        if not trial.weighs:
+        if not trial.weighs or trial.by_samples:
             notices.append(
                 "the loss counts as a mean over its samples; return (total, weight) from `objective` to say otherwise."
             )

@@ -142,8 +142,8 @@ def _gradients(
             ),
         ):
             result = job.objective_of(state.model, batch)
-            fixed = own.fixed if isinstance(own, Opaque) else None
-            total, counted = total_and_weight(job, batch, size, result, fixed=fixed)
+            fixed, by_samples = (own.fixed, own.by_samples) if isinstance(own, Opaque) else (None, False)
+            total, counted = total_and_weight(job, batch, size, result, fixed=fixed, by_samples=by_samples)
             mean = result if isinstance(result, Tensor) else total / counted
             weight = early if early is not None else float(counted)
             if mean.requires_grad and weight > 0:

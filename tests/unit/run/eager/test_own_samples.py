@@ -117,3 +117,24 @@ def test_a_sum_by_a_number_that_does_not_follow_the_share_is_a_sum() -> None:
     made = job(SumOverAll, objective=objective)
     record = run_serially(made, resolve("ddp", 2), STEPS, torch.float32)
     assert difference(made, plain_loop(job(SumOverAll, objective=objective)), record) is None
+
+
+def with_own_targets(samples: list[Any]) -> Any:
+    return {"x": torch.stack([x for x, _ in samples]), "targets": [x[: int(y) + 1] for x, y in samples]}
+
+
+def mean_of_means(model: Any, batch: Any) -> Tensor:
+    """A mean over the samples of means over one, two or three numbers: of one sample alone it looks like the latter."""
+    pairs = zip(model(batch["x"]), batch["targets"], strict=True)
+    losses = [F.mse_loss(out[: len(target)], target) for out, target in pairs]
+    return sum(losses[1:], losses[0]) / len(losses)
+
+
+def test_means_over_targets_of_samples_count_by_samples_in_a_share_of_one_too() -> None:
+    def make() -> Job:
+        return job(Base, objective=mean_of_means, collate=with_own_targets, batch=3)
+
+    plain = plain_loop(make())
+    for plan in ("ddp", "zero3"):
+        record = run_serially(make(), resolve(plan, 2), STEPS, torch.float32)
+        assert difference(make(), plain, record) is None, (plan, record.notices)

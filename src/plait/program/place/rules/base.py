@@ -23,6 +23,7 @@ from plait.graph.ops import (  # their import registers our ops
     island,
     lstm,
     random,
+    rnn,
 )
 from plait.nodes import arguments
 from plait.program.place.placement import AxisShares, P, Placement, R, Shard, Strategy
@@ -31,7 +32,7 @@ from plait.torch_private.ops import schema_of
 
 aten = torch.ops.aten
 ours = torch.ops.plait
-REGISTERED = (attention, batch_norm, beside, choice, ending, grouped, island, lstm, random)
+REGISTERED = (attention, batch_norm, beside, choice, ending, grouped, island, lstm, random, rnn)
 """The modules whose ops are in `ours`."""
 
 
