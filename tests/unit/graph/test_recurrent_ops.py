@@ -103,7 +103,7 @@ def test_outputs_and_gradients_are_torchs(name: str, dtype: torch.dtype, options
 def test_a_share_without_samples_gives_no_gradient_to_weights() -> None:
     weights = [torch.randn(shape, requires_grad=True) for shape in ((15, 4), (15, 5), (15,), (15,))]
     x, h = torch.randn(3, 0, 4, requires_grad=True), torch.randn(0, 5, requires_grad=True)
-    y, last, _ = rnn_layer(x, *weights, h, KINDS[torch.gru], False)
+    y, last, *_ = rnn_layer(x, *weights, h, KINDS[torch.gru], False)
     assert y.shape == (3, 0, 5) and last.shape == (0, 5)
     for tensor, gradient in zip(weights, torch.autograd.grad([y.sum() + last.sum()], weights), strict=True):
         assert gradient.shape == tensor.shape and not gradient.any()

@@ -411,7 +411,7 @@ RECURRENT = (
     *(
         e(
             ours.rnn_layer_backward.default, x(3, 6, 5), x(6, 5), _sequence, *cell,
-            *ours.rnn_layer(_sequence, *cell, *how)[::2], *how,
+            *[ours.rnn_layer(_sequence, *cell, *how)[at] for at in (0, 2, 3)], *how,
         )
         for cell, *how in _plain_cells
     ),

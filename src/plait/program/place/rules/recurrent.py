@@ -17,10 +17,10 @@ def lstm_layer_backward(op: Op) -> list[Strategy]:
 
 @rule(ours.rnn_layer)
 def rnn_layer(op: Op) -> list[Strategy]:
-    return [op.by_name((Shard(1), Shard(0), R), x=Shard(1), h=Shard(0))]
+    return [op.by_name((Shard(1), Shard(0), Shard(1), R), x=Shard(1), h=Shard(0))]
 
 
 @rule(ours.rnn_layer_backward)
 def rnn_layer_backward(op: Op) -> list[Strategy]:
-    sequences = dict.fromkeys(("grad_y", "x", "y"), Shard(1))
+    sequences = dict.fromkeys(("grad_y", "x", "y", "gates"), Shard(1))
     return [op.by_name((Shard(1), P, P, P, P, Shard(0)), **sequences, grad_h=Shard(0), h=Shard(0))]
