@@ -25,7 +25,7 @@ _MOST_BYTES = 1 << 20
 """Of what it printed that is kept for a reader who does not come."""
 
 
-_GUARD = "from plait.run.engines.host import end_with_input; end_with_input(); "
+_GUARD = "from plait.run.engines.host import end_with_input, hear_signals; hear_signals(); end_with_input(); "
 _ENTRY = "from plait.cli.main import main; main()"
 CALL = (
     "import os, cloudpickle; from pathlib import Path; "
@@ -33,6 +33,14 @@ CALL = (
     "Path(os.environ['PLAIT_VALUE']).write_bytes(cloudpickle.dumps(value))"
 )
 """Python that calls the function in the file that PLAIT_GIVEN names, and leaves what it returns at PLAIT_VALUE."""
+
+
+def hear_signals() -> None:
+    """Undo what the thread that started this process keeps from itself, and with it from its children: Ray's threads
+    block Ctrl-C."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def end_with_input() -> None:
