@@ -154,6 +154,9 @@ def test_a_failure_in_the_file_is_reported_with_its_line(
         load_job(path)
     assert f"{path}:{line}: {words}" in caught.value.what
     assert caught.value.__cause__ is not None
+    assert ("--arg" in (caught.value.fix or "")) == ("def job():" in text), (
+        "what is imported takes no arguments"
+    )
     # A module that failed while it was imported does not stay.
     assert ("failing_job" in sys.modules) == ("def job():" in text)
 

@@ -34,7 +34,8 @@ def load_job(reference: str, args: Mapping[str, Any] | None = None) -> Job:
     """
     found, noun = _named(reference)
     given = _bound(found, args or {}, noun)
-    job = _guarded(lambda: found(**given), noun) if callable(found) else found
+    hint = "; arguments of the function are given by --arg NAME=VALUE"
+    job = _guarded(lambda: found(**given), noun, hint) if callable(found) else found
     if inspect.iscoroutine(job):
         job.close()  # else Python warns that it was never awaited
     if not isinstance(job, Job):
@@ -147,7 +148,7 @@ def _search_first(folder: Path) -> None:
     importlib.invalidate_caches()
 
 
-def _guarded(function: Callable[[], Any], noun: str) -> Any:
+def _guarded(function: Callable[[], Any], noun: str, hint: str = "") -> Any:
     """function(), with the user's own line in the message when it fails."""
     try:
         return function()
@@ -156,7 +157,7 @@ def _guarded(function: Callable[[], Any], noun: str) -> Any:
     except RAISED as error:
         raise JobError(
             f"{noun} failed{told(error)}",
-            fix=f"{_meant(error)}mend that line; arguments of the function are given by --arg NAME=VALUE.",
+            fix=f"{_meant(error)}mend that line{hint}.",
         ) from error
 
 

@@ -23,6 +23,7 @@ from plait.run.start.launch import Losses, OtherTasks, Seat, launch
 from plait.run.start.processes import Start
 from plait.run.start.tasks.first import First
 from plait.run.start.tasks.follower import Follower
+from plait.run.start.watch.interrupts import SIGNALS
 
 
 def run_ranks(
@@ -149,11 +150,11 @@ class _OwnSeat:
 
 @contextmanager
 def _interruptible() -> Iterator[Callable[[Callable[[int, dict[str, Any]], bool | None]], Any]]:
-    """One rank in this process: the first Ctrl-C ends after the step, the second at once."""
+    """One rank in this process: the first signal ends after the step, a second Ctrl-C at once (see `Interrupts`)."""
     board = _OwnBoard()
 
     def stop(number: int, frame: Any) -> None:
-        if board.stop:
+        if board.stop and number == signal.SIGINT:
             again = before.get(signal.SIGINT)
             if not callable(again):
                 raise KeyboardInterrupt
@@ -161,11 +162,9 @@ def _interruptible() -> Iterator[Callable[[Callable[[int, dict[str, Any]], bool 
         board.stop = True
 
     in_main = threading.current_thread() is threading.main_thread()
-    before = (
-        {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)} if in_main else {}
-    )
+    before = {number: signal.signal(number, stop) for number in SIGNALS} if in_main else {}
     try:
         yield lambda on_event: _OwnSeat(board=board, on_event=on_event)
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)

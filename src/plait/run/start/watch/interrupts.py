@@ -17,7 +17,7 @@ from typing import Any, NoReturn, Self
 
 _CTRL_C = 130
 """What shells make of Ctrl-C."""
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _OWN = str(Path(__file__).parents[3])
 """Where our own code is, in which an exception does no harm."""
 _LOOK_S = 0.01
@@ -40,7 +40,7 @@ class Interrupts:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            for number in _SIGNALS:
+            for number in SIGNALS:
                 self._previous[number] = signal.signal(number, self._note)
             wish = getattr(self._previous[signal.SIGINT], "__self__", None)
             if isinstance(wish, _Wish) and wish.hand_over():
