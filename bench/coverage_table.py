@@ -17,14 +17,14 @@ from bench.coverage_trial import EQUAL, PLANS
 
 BARS = {"captured": 0.85, "single": 0.95, "ddp": 0.95, "zero3": 0.75, "1f1b": 0.75}
 """Shares of the cases that must be reached."""
-_PATHS = re.compile(r"\S*/(site-packages|bench|src|tests)/")
+_PATHS = re.compile(r"[^\s(]*/(site-packages|bench|src|tests)/")
 _NAMES = re.compile(r"/tmp/\S*/?")
 
 
 def reason(text: str) -> str:
     """Why, in a few words: without paths of a machine, and without what the error's name says already."""
     text = _NAMES.sub("", _PATHS.sub("", text))
-    inner = re.search(r"\((\w+(?:Exception|Error)): ([^)]*)\)?\.?$", text)
+    inner = re.search(r"\((\w+(?:Exception|Error)): ([^)]*)\)?(?:\.|; .*)?$", text)
     line = re.search(r"([\w/.]+\.py:\d+)", text)
     if inner:
         short = f"{inner[1]} {inner[2]}"

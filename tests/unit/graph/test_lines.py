@@ -150,6 +150,16 @@ def test_a_module_that_cannot_run_by_itself_is_told_with_what_stopped_it_first()
     assert "cannot run by itself" in error.what and "draws random numbers" in error.what
 
 
+class IslandBehindABranch(Island):
+    def middle(self, h: Tensor) -> Tensor:
+        return super().middle(h * 2 if (h.sum() > 0).item() else h)
+
+
+def test_what_we_refuse_in_one_of_several_ways_is_no_error_of_the_model() -> None:
+    error = refusal(IslandBehindABranch)
+    assert error.where == named("the first reason") and "draws random numbers" in error.what
+
+
 def drawn() -> float:
     return float(np.random.rand())  # by numpy
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from plait.errors import CaptureError, PlaitError
+from plait.folders import PLAIT
 from plait.graph.graph import Graph
 from plait.torch_private import pytree
 from plait.torch_private.fake import storage_of
@@ -150,7 +151,7 @@ def _raised_by_user(error: Exception) -> str | None:
     """What a `raise` or `assert` of the user's, or of a library's, says; None: something else failed."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     line = linecache.getline(frame.filename, frame.lineno or 0).strip()
-    if re.search(r"\b(raise|assert)\b", line) is None or frame.filename.startswith(_MACHINERY):
+    if re.search(r"\b(raise|assert)\b", line) is None or frame.filename.startswith((PLAIT, *_MACHINERY)):
         return None
     said = str(error).partition("\n")[0]  # what follows shows tensors, which have no values yet
     return f"{type(error).__name__}: {said} ({frame.filename}:{frame.lineno} in {frame.name}: `{line}`)"
