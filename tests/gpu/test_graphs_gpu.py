@@ -80,7 +80,7 @@ class UntilCapturedAgain(Callback):
         return list(dropwhile(lambda text: "segments run compiled" not in text, self.told))
 
     def on_step(self, event: StepDone) -> Stop | None:
-        return Stop("seen") if any("run as CUDA graphs" in text for text in self.after) else None
+        return Stop(reason="seen") if any("run as CUDA graphs" in text for text in self.after) else None
 
 
 def test_compiled_segments_are_captured_after_they_are_taken(
