@@ -26,6 +26,7 @@ from plait.program.program import Bucket, RankProgram
 from plait.program.segment.buckets import Ends, make_buckets
 from plait.program.segment.cut import Piece
 from plait.program.segment.gathers import groups_by_use
+from plait.program.segment.own_views import with_own_views
 from plait.program.segment.recompute import Again, recompute
 from plait.program.segment.recompute_choice import checkpointed, choose
 from plait.program.segment.split import StageGraph, split
@@ -187,8 +188,10 @@ class Ranks:
             local = recompute(graph, local, self.again[key], stages)
         if self.plan.compile != "off":
             local = widen_again(graph, local, stages)
-        if self.plan.pipe.asynchronous or "parameters" in offload_shares(self.plan.memory.offload):
-            return shows_again(graph, local, stages)
+        if self.plan.pipe.asynchronous:
+            local = shows_again(graph, local, stages)
+        if "parameters" in offload_shares(self.plan.memory.offload):
+            local = with_own_views(graph, local, stages)
         return local
 
     def _split(

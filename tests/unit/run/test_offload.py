@@ -27,6 +27,48 @@ ON_HOST = {"memory": {"offload": ["gradients"]}}
 BOTH = {"memory": {"offload": ["optimizer", "gradients:0.5", "parameters"]}}
 
 
+class Scan(nn.Module):
+    """A recurrence: a view of what goes in is needed early in the forward and late in the backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.step, self.last = nn.Linear(1, 8), nn.Linear(8, 8), nn.Linear(8, 1)
+        self.near = nn.Conv1d(8, 8, 3, padding=2, groups=8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.near(self.first(x[..., None]).transpose(1, 2))[..., : x.shape[1]].transpose(1, 2)
+        x = nn.functional.silu(x)
+        state: list[Tensor] = [torch.zeros_like(x[:, 0])]
+        rates = nn.functional.softplus(self.step(x))
+        for at in range(x.shape[1]):
+            state.append(state[-1] * torch.exp(-rates[:, at]) + rates[:, at] * x[:, at])
+        return self.last(torch.stack(state[1:], 1))[..., 0]
+
+
+def layers() -> nn.Module:
+    one = nn.TransformerEncoderLayer(8, 2, 16, 0.1, batch_first=True)
+    return nn.Sequential(
+        nn.Linear(1, 8), nn.TransformerEncoder(one, 2, enable_nested_tensor=False), nn.Linear(8, 1)
+    )
+
+
+@pytest.mark.parametrize(
+    "offload", [["parameters"], ["activations"], ["optimizer", "parameters", "activations"]]
+)
+@pytest.mark.parametrize(("model", "plan"), [(Scan, "single"), (layers, "single"), (layers, "1f1b")])
+def test_with_all_computed_again(model: Any, plan: str, offload: list[str]) -> None:
+    """What is computed again shows parameters that have come anew, and activations that had left."""
+    shape = (8, 10) if model is Scan else (8, 6, 1)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    job = Job(
+        model=model, data=(x, x.roll(1, 1)), batch=4, steps=2, accumulate=2, loss=nn.MSELoss(), clip_norm=0.5,
+        optimizer=lambda p: torch.optim.AdamW(p, lr=0.01),
+    )  # fmt: skip
+    settings = {"memory": {"recompute": "full", "offload": offload}}
+    outcome = verify(job, plan, 1 if plan == "single" else 2, steps=2, serial=True, settings=settings)
+    assert outcome.ok, (outcome.first, outcome.eager_first)
+
+
 @pytest.mark.parametrize(
     ("plan", "ranks", "options"),
     [

@@ -145,7 +145,7 @@ def _rewrite(graph: fx.Graph, softmax: fx.Node) -> None:
         scores,
         labels,
         weight,
-        reduction,
+        gradient.args[4],  # a rank's forward may sum what the backward takes the mean of
         ignored,
         gradient.args[6],
         sums,

@@ -26,6 +26,8 @@ class _Memory:
     values: dict[Value, None] = field(default_factory=dict)
     uses: list[tuple[int, int]] = field(default_factory=list)
     """(segments before, position) of every instruction that names one of them."""
+    latest: int = -1
+    """Where the last of them is named for the first time."""
     stays: bool = False
     """Whether something else than a segment names it."""
 
@@ -52,12 +54,21 @@ def activation_parcels(
         for value in dict.fromkeys((*instruction.reads, *instruction.writes)):
             for storage in storages.get(value, ()) if value.kind == "node" else ():
                 memory = found.setdefault(storage, _Memory(storage.num_bytes))
-                memory.values[value] = None
+                if value not in memory.values:
+                    memory.values[value], memory.latest = None, position
                 memory.uses.append((computed, position))
                 plain = value in specs and specs[value].kind == "activation" and len(storages[value]) == 1
                 memory.stays |= not isinstance(instruction, Compute) or not plain
     total = sum(memory.num_bytes for memory in found.values() if memory.gap[0] > NEARBY)
-    movable = [m for m in found.values() if not m.stays and m.num_bytes >= _LEAST_BYTES and m.gap[0] > _FAR]
+    movable = [
+        m
+        for m in found.values()
+        if not m.stays
+        and m.num_bytes >= _LEAST_BYTES
+        and m.gap[0] > _FAR
+        # not what shows it only later: what leaves is stored at once, by all its names
+        and m.latest <= m.uses[m.gap[1]][1]
+    ]
     parcels: dict[tuple[int, int, int], list[_Memory]] = {}
     taken = 0
     for memory in sorted(movable, key=lambda memory: -memory.gap[0]):

@@ -21,6 +21,7 @@ def to_sparse(gradient: Tensor, sparse_dim: int) -> Tensor:
     real = gradient.real if gradient.is_complex() else gradient
     absent = (real == 0) & torch.signbit(real)
     present = ~absent.reshape(*gradient.shape[:sparse_dim], -1).all(-1)
-    return torch.sparse_coo_tensor(
-        present.nonzero().T, gradient[present], gradient.shape, is_coalesced=True, check_invariants=False
-    )
+    with torch.sparse.check_sparse_tensor_invariants(enable=False):  # type: ignore[no-untyped-call]
+        return torch.sparse_coo_tensor(
+            present.nonzero().T, gradient[present], gradient.shape, is_coalesced=True
+        )

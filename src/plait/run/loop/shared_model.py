@@ -212,7 +212,8 @@ def _no_gradient(parameter: Tensor) -> Tensor:
     """A sparse gradient without entries."""
     shape = parameter.shape
     indices = torch.empty((1, 0), dtype=torch.int64)
-    return torch.sparse_coo_tensor(indices, parameter.new_empty((0, *shape[1:])), shape)
+    with torch.sparse.check_sparse_tensor_invariants(enable=False):  # type: ignore[no-untyped-call]
+        return torch.sparse_coo_tensor(indices, parameter.new_empty((0, *shape[1:])), shape)
 
 
 def _replace_buffer(model: nn.Module, name: str, tensor: Tensor) -> None:

@@ -46,6 +46,13 @@ def summed(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return (losses * torch.arange(len(losses), dtype=losses.dtype)).mean()
 
 
+def with_others(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """A rank sums what it has of each term, and the backward divides it."""
+    scores = 3 * torch.tanh(output / 3)
+    of_sums = torch.logsumexp(scores, -1).square().mean()
+    return F.cross_entropy(scores.flatten(0, 1), target.flatten()) + 1e-2 * of_sums
+
+
 def job(loss: Any, **changes: Any) -> Job:
     tokens = torch.randint(0, CLASSES, (16, 7), generator=torch.Generator().manual_seed(0))
     return Job(
@@ -59,8 +66,8 @@ def ops_of(step: Step) -> list[Any]:
     return [node.target for segment in own.segments.values() for node in segment.nodes]
 
 
-@pytest.mark.parametrize("loss", [weighted, plain, summed])
-@pytest.mark.parametrize("plan", ["single", "ddp", "megatron", "1f1b"])
+@pytest.mark.parametrize("loss", [weighted, plain, summed, with_others])
+@pytest.mark.parametrize("plan", ["single", "ddp", "zero3", "megatron", "1f1b"])
 def test_equals_one_process_and_eager(loss: Any, plan: str) -> None:
     outcome = verify(job(loss, accumulate=2), plan, 1 if plan == "single" else 2, steps=2, serial=True)
     assert outcome.ok, outcome.differences
