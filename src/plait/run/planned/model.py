@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from plait.errors import PlanError, UsageError
+from plait.job.generators import kept_generators
 from plait.plan.plan import Plan
 from plait.run.parallelize import Step, refuse_what_is_no_loop_of_steps
 from plait.run.planned.expression import expression_of
@@ -212,6 +213,7 @@ class Planned(nn.Module):
         promise.value = torch.tensor(loss, dtype=promise.like.dtype)
         self._pending = (promise, found)
 
+    @kept_generators()
     def _begun(self, programs: Programs) -> Step:
         """Hand what is trained over to a step: the user's own module has nothing from here on."""
         step = Step(programs.whole, programs, self.rank, self.device, lambda event: None)
