@@ -7,6 +7,7 @@ statistics of all. All ranks must run backward equally often. What a rank draws 
 """
 
 import itertools
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -94,6 +95,8 @@ class Wrapped(nn.Module):
         """Of the last forward in training: its samples, its number, whether no backward followed it."""
         self._outputs: list[Tensor] = []
         """Of that forward."""
+        self._has_told = False
+        """Whether it was said that a loss does not show what it is a mean of."""
         self.fraction = 1.0
         """What this rank's last loss weighed in that of all."""
         self.divisor: float | None = None
@@ -280,6 +283,13 @@ def _fraction(loss: Tensor, model: Wrapped, company: Company) -> float:
     told = [weight, float(adds_up and num_samples > 0), float(reading is None), float(num_samples)]
     rows = company.gather("weight", torch.tensor(told, dtype=torch.float64))
     untold = rows[rows[:, 3] > 0, 2]
+    if bool(untold.any()) and model.rank == 0 and not model._has_told:
+        model._has_told = True
+        warnings.warn(
+            f"the loss ({type(loss.grad_fn).__name__}) does not show what it is a mean of: a rank's counts by its "
+            "samples, as for a mean over them. If samples meet in it (a ratio of sums), one process has another.",
+            stacklevel=4,
+        )
     if bool(untold.any()) and not bool(untold.all()):  # weights of several kinds: all count samples
         return num_samples / float(rows[:, 3].sum())
     if bool(rows[:, 1].any()):  # on another rank a count of all may look like one of its own samples

@@ -214,6 +214,7 @@ class Planned(nn.Module):
         promise.value = torch.tensor(loss, dtype=promise.like.dtype)
         self._pending = (promise, found)
 
+    @kept_generators()
     def _begun(self, programs: Programs) -> Step:
         """Hand what is trained over to a step: the user's own module has nothing from here on."""
         step = Step(programs.whole, programs, self.rank, self.device, lambda event: None)
