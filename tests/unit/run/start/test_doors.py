@@ -1,5 +1,6 @@
 """A first host whose name has several addresses: it listens at those that are its own, until the others have come."""
 
+import os
 import socket
 
 import pytest
@@ -12,7 +13,7 @@ from plait.run.start.tasks import follower
 from plait.run.start.tasks.doors import Doors
 from plait.run.wire.frames import pack
 
-_TOKEN = b"t" * 32
+_TOKEN = os.urandom(32)  # it names ports, which another test may have meanwhile
 _ELSEWHERE = "240.0.0.1"
 """No host has it, and nothing leads there."""
 PLACE = Place(engine="torchrun", task=1, tasks=2, local_tasks=1, first="node0", run="1")

@@ -1,5 +1,6 @@
 """Tasks that meet: by which addresses they are reached, and that one of them tells why they do not begin."""
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +16,7 @@ from plait.run.start.tasks.follower import Follower
 
 pytestmark = pytest.mark.timeout(60)
 
-_TOKEN = b"t" * 32
+_TOKEN = os.urandom(32)  # it names ports, which another test may have meanwhile
 _AWAY = "127.0.0.9"
 """As if it were another host's."""
 

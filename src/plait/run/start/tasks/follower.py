@@ -297,10 +297,10 @@ def _call_first(
     host, ports = " or ".join(hosts), ports_of(token)
     differs_at: float | None = None
     while True:
-        unreached: set[str] = (
-            set()
-        )  # in this round: an address that does not answer would take seconds at every port
-        for address in ((host, port) for host in hosts for port in ports):
+        unreached: set[str] = set()  # in this round
+        for address in (
+            (host, port) for port in ports for host in hosts
+        ):  # who does not answer takes seconds
             if address[0] in unreached:
                 continue
             try:
