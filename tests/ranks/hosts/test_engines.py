@@ -40,18 +40,20 @@ def _done(command: list[str], found: dict[str, str], cwd: Path) -> str:
     return done.stdout
 
 
+HYBRID = (
+    "verify",
+    jobs.reference("plain"),
+    "--mesh",
+    "data=2,tensor=2",
+    "--plan",
+    "megatron",
+    "--steps",
+    "2",
+)
+
+
 def test_srun_with_one_task_a_host(slurm: dict[str, str]) -> None:
-    verify = [
-        "verify",
-        jobs.reference("plain"),
-        "--mesh",
-        "data=2,tensor=2",
-        "--plan",
-        "megatron",
-        "--steps",
-        "2",
-    ]
-    task = ["bash", "-c", 'PLAIT_HOST=$SLURM_NODEID exec "$@"', "task", *PLAIT, *verify]
+    task = ["bash", "-c", 'PLAIT_HOST=$SLURM_NODEID exec "$@"', "task", *PLAIT, *HYBRID]
     said = _done(["srun", "-N2", "-n2", *task], slurm, ROOT)
     assert said.count(EQUAL) == 1
 
@@ -164,17 +166,7 @@ def test_mpich_with_one_task_a_rank(mpich: tuple[str, dict[str, str]], tmp_path:
 def test_mpich_with_one_task_a_host(mpich: tuple[str, dict[str, str]], tmp_path: Path) -> None:
     """A script in between says nothing of where task 0 is, nor does it need to."""
     mpirun, environment = mpich
-    verify = [
-        "verify",
-        jobs.reference("plain"),
-        "--mesh",
-        "data=2,tensor=2",
-        "--plan",
-        "megatron",
-        "--steps",
-        "2",
-    ]
-    task = ["sh", "-c", '"$@"; exit $?', "task", *PLAIT, *verify]
+    task = ["sh", "-c", '"$@"; exit $?', "task", *PLAIT, *HYBRID]
     hosts = ["-hosts", "127.0.0.2,127.0.0.3", "-n", "2", "-ppn", "1"]
     assert _done([mpirun, *hosts, *task], environment, ROOT).count(EQUAL) == 1
 
